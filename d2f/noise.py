@@ -1,0 +1,48 @@
+"""Block-wise noise: which share of each answer block is masked while the student learns.
+
+- ``monotone``: the authors' schedule (paper section 4.2; code): the first ratio is uniform, later blocks
+  are masked at least as much, up to a highest ratio. Nearly flat, and no block is ever fully masked.
+- ``random``: an independent uniform ratio per block, the paper's comparison (Table 4).
+- ``steep``: what the pipelined decoder really shows the model. For half the rows a front at a random
+  place, clean blocks before it, fully masked ones behind, a ramp of a few blocks between; for the other
+  half sorted uniform ratios. New blocks are fully masked when they are appended, so the student must
+  have seen that.
+"""
+
+from __future__ import annotations
+
+import torch
+
+SCHEDULES = ("monotone", "random", "steep")
+CLEAN = 0.02  # ratio of blocks before a steep front: not quite 0, so that they are trained a little too
+
+
+def monotone(first: torch.Tensor, increments: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Ratios (rows, N) from uniforms ``first`` (rows, 1) and ``increments`` (rows, N - 1).
+
+    p_1 = low + (high - low) u_1, and p_j = p_{j-1} + u_j (high - p_1) / (N - 1).
+    """
+    start = low + (high - low) * first
+    steps = increments * (high - start) / max(1, increments.shape[1])
+    return torch.cat([start, start + steps.cumsum(dim=1)], dim=1).clamp(max=1.0)
+
+
+def steep(rows: int, blocks: int, answered: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Ratios (rows, N); ``answered`` (rows,) is the number of blocks before the padding begins."""
+    fronts = rows // 2
+    centre = torch.rand(fronts, 1, generator=generator) * (answered[:fronts, None] + 0.5)
+    width = 0.5 + 2.5 * torch.rand(fronts, 1, generator=generator)  # in blocks
+    ramp = ((torch.arange(blocks) + 0.5 - centre) / width + 0.5).clamp(CLEAN, 1.0)
+    return torch.cat([ramp, torch.rand(rows - fronts, blocks, generator=generator).sort(dim=1).values.clamp(min=CLEAN)])
+
+
+def block_ratios(
+    schedule: str, rows: int, blocks: int, answered: torch.Tensor, low: float, high: float, generator: torch.Generator
+) -> torch.Tensor:
+    """Mask ratios (rows, N) of one batch; ``low`` and ``high`` bound ``monotone`` and ``random``."""
+    if schedule == "monotone":
+        first = torch.rand(rows, 1, generator=generator)
+        return monotone(first, torch.rand(rows, blocks - 1, generator=generator), low, high)
+    if schedule == "random":
+        return low + (high - low) * torch.rand(rows, blocks, generator=generator)
+    return steep(rows, blocks, answered, generator)
