@@ -7,6 +7,7 @@ which samples make up step ``n`` depends only on that step's generator.
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,39 @@ from pathlib import Path
 import torch
 
 PROMPT_FORMAT = "{question} |"  # the bar tells the model that the answer starts
+
+
+def unknown_words(tokenizer, text: str) -> list[str]:
+    """The words of ``text`` that a word-level tokenizer does not have, special tokens among them.
+
+    Such a tokenizer quietly reads them as its unknown token. Others spell every word in pieces: ``[]``.
+    """
+    engine = getattr(tokenizer, "backend_tokenizer", None)
+    if engine is None or type(engine.model).__name__ != "WordLevel":
+        return []
+    known = tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)
+    words = [word for word, _ in engine.pre_tokenizer.pre_tokenize_str(text)]
+    return [word for word in dict.fromkeys(words) if word not in known]
+
+
+def encode(tokenizer, text: str) -> list[int]:
+    """Token ids of ``text``.
+
+    Raises:
+        ValueError: the vocabulary lacks a word; names each and its nearest known ones, in one line.
+    """
+    unknown = unknown_words(tokenizer, text)
+    if unknown:
+        known = sorted(tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens))
+        hints = []
+        for word in unknown[:5]:
+            close = difflib.get_close_matches(word.lower(), known, n=3)
+            hints.append(f"{word!r} (nearest: {', '.join(close)})" if close else f"{word!r}")
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise ValueError(
+            f"the model's vocabulary of {len(known)} words lacks {', '.join(hints)}{more}: say it in other words"
+        )
+    return tokenizer(text)["input_ids"]
 
 
 @dataclass(frozen=True)

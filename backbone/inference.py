@@ -41,7 +41,9 @@ class LeanForward:
     def __init__(self, module: torch.nn.Module) -> None:
         config = module.config
         if config.hidden_act != "silu":
-            raise ValueError(f"hidden_act is {config.hidden_act!r}: the lean forward knows 'silu' (use forward='module')")
+            raise ValueError(
+                f"hidden_act is {config.hidden_act!r}: the lean forward knows 'silu' (use forward='module')"
+            )
         self.module = module
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads

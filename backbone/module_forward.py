@@ -35,10 +35,7 @@ class ModuleForward:
         self, ids: torch.Tensor, fed: Positions, cache: SlotCache, see: int, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Hidden states (rows, Q, D) after the final norm; writes the fed slots of ``cache``."""
-        if isinstance(fed, slice):
-            positions = torch.arange(fed.start, fed.stop, device=ids.device)
-        else:
-            positions = fed
+        positions = torch.arange(fed.start, fed.stop, device=ids.device) if isinstance(fed, slice) else fed
         if mask is None:  # no mask would mean causal
             mask = torch.zeros(1, 1, 1, 1, dtype=self.module.dtype, device=ids.device)
         mask = mask.expand(1, 1, ids.shape[1], see)

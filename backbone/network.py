@@ -16,9 +16,8 @@ import torch.nn.functional as F
 
 from backbone.cache import Positions, SlotCache
 from backbone.inference import LeanForward
-from backbone.module_forward import ModuleForward
 
-FORWARDS = {"lean": LeanForward, "module": ModuleForward}
+FORWARDS = ("lean", "module")
 DESCRIPTION = "network.json"  # beside config.json: what transformers' config has no place for
 
 
@@ -48,7 +47,7 @@ class Network:
                 raise ValueError(f"{name} {token} is outside the vocabulary of {vocabulary}: check {DESCRIPTION}")
         self.module = module.eval().requires_grad_(False)
         self.mask_id, self.end_ids, self.shift = mask_id, tuple(end_ids), shift
-        self.run = FORWARDS[forward](module)
+        self.run = make_forward(forward, module)
         self.device, self.dtype = module.lm_head.weight.device, module.lm_head.weight.dtype
         self.forwards = self.fed = 0
         self.profile = False  # when on, ``seconds`` adds up the time spent in forwards
@@ -109,6 +108,17 @@ class Network:
         return logits
 
 
+def make_forward(forward: str, module: torch.nn.Module):
+    """The forward of that name over ``module``."""
+    if forward not in FORWARDS:
+        raise ValueError(f"forward is {forward!r}: choose one of {', '.join(FORWARDS)}")
+    if forward == "lean":
+        return LeanForward(module)
+    from backbone.module_forward import ModuleForward  # imports transformers, which takes two seconds
+
+    return ModuleForward(module)
+
+
 def shifted(positions: Positions, by: int) -> Positions:
     """``positions`` moved ``by`` to the left."""
     if isinstance(positions, slice):
@@ -142,8 +152,6 @@ def load_network(folder: Path, *, forward: str = "lean", device: str = "cpu", dt
     path = Path(folder) / DESCRIPTION
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: {folder} is not a model folder of this suite")
-    if forward not in FORWARDS:
-        raise ValueError(f"forward is {forward!r}: choose one of {', '.join(FORWARDS)}")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device is {device!r}, but torch finds no GPU here: use device cpu")
     described = json.loads(path.read_text())

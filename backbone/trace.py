@@ -53,7 +53,8 @@ class Trace:
         prompt_length: P, in tokens.
         max_new_tokens: what was asked for.
         block_size: of the decoder; 0 where it has no blocks.
-        tokens: the answer, up to and including its first end token if it has one.
+        tokens: the answer as the decoder left it: with ``after_eos: stop`` it ends with its first end token, with
+            ``finish`` whatever was decoded behind that is there too.
         seconds: wall time from submit to done, everything included.
         steps: in order.
     """
@@ -125,20 +126,19 @@ def read_traces(path: Path) -> tuple[dict, list[dict]]:
     lines = path.read_text().splitlines()
     try:
         header = json.loads(lines[0])
+        version, promised = header["version"], header["records"]
         if header["schema"] != SCHEMA:
             raise KeyError(header["schema"])
     except (IndexError, KeyError, TypeError, json.JSONDecodeError):
         raise ValueError(f"{path} is not a trace file: delete it and run again") from None
-    if header["version"] != VERSION:
-        raise ValueError(
-            f"{path} has trace version {header['version']}, this suite reads {VERSION}: delete it and run again"
-        )
+    if version != VERSION:
+        raise ValueError(f"{path} has trace version {version}, this suite reads {VERSION}: delete it and run again")
     try:
         records = [json.loads(line) for line in lines[1:]]
     except json.JSONDecodeError:
         records = []
-    if len(records) != header["records"]:
-        raise ValueError(f"{path} is cut off (it should hold {header['records']} traces): delete it and run again")
+    if len(records) != promised:
+        raise ValueError(f"{path} is cut off (it should hold {promised} traces): delete it and run again")
     for record in records:
         record["trace"] = Trace.from_json(record["trace"])
     return header, records

@@ -20,6 +20,7 @@ import torch
 
 from backbone.progress import Progress
 
+SEED_STRIDE = 1_000_003  # more steps than any training has: seeds never share a step's numbers
 Loss = Callable[[torch.nn.Module, int, torch.Generator], tuple[torch.Tensor, int]]
 
 
@@ -89,8 +90,11 @@ def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optim
 
 
 def step_generator(seed: int, step: int) -> torch.Generator:
-    """The source of everything random at one step."""
-    return torch.Generator().manual_seed((seed << 32) + step)
+    """The source of everything random at one step.
+
+    torch's CPU generator keeps the low 32 bits of its seed only, so both numbers have to fit into those.
+    """
+    return torch.Generator().manual_seed(((seed - 1) * SEED_STRIDE + step) % 2**32)
 
 
 def fit(model: torch.nn.Module, loss: Loss, recipe: Recipe, folder: Path, label: str) -> dict[str, float]:
@@ -130,22 +134,39 @@ def fit(model: torch.nn.Module, loss: Loss, recipe: Recipe, folder: Path, label:
             engine.zero_grad(set_to_none=True)
         tokens += count
         done = step + 1
-        if done % recipe.report_every == 0 or done == recipe.steps:
-            value, seconds = float(batch_loss.detach()), time.perf_counter() - begun
-            rate = tokens / (time.perf_counter() - since)
-            if not math.isfinite(value):
-                raise FloatingPointError(
-                    f"{label}: the loss is {value} at step {done}; the last good state is {state.path} "
-                    f"(step {state.saved}): lower the learning rate and run again"
+        reports = done % recipe.report_every == 0 or done == recipe.steps
+        saves = done % recipe.save_every == 0 and done < recipe.steps
+        if reports or saves:  # reading the loss waits for the device, so not at every step
+            value = float(batch_loss.detach())
+            if not math.isfinite(value + float(norm)):
+                kept = (
+                    f"the last good state is {state.path} (step {state.saved})"
+                    if state.saved
+                    else "no state was saved yet"
                 )
+                raise FloatingPointError(
+                    f"{label}: the loss is {value} at step {done}, the norm of its gradient {float(norm)}; {kept}: "
+                    "lower the learning rate and run again"
+                )
+        if reports:
+            seconds = time.perf_counter() - begun
+            rate = tokens / (time.perf_counter() - since)
             state.log(step=done, loss=value, gradient_norm=float(norm), tokens_per_second=rate, seconds=seconds)
             progress.at(done, f"loss {value:.4f}, {rate:,.0f} tokens/s")
             tokens, since = 0, time.perf_counter()
-        if done % recipe.save_every == 0 and done < recipe.steps:
+        if saves:
             state.save(done, time.perf_counter() - begun)
     seconds = time.perf_counter() - begun
     progress.done(f"loss {value:.4f}")
     return {"loss": value, "seconds": seconds, "tokens_per_second": rate if start < recipe.steps else 0.0}
+
+
+def logged_step(line: str) -> float:
+    """The step of a line of ``metrics.jsonl``; infinite when the line was cut off by a kill."""
+    try:
+        return json.loads(line)["step"]
+    except json.JSONDecodeError:
+        return math.inf
 
 
 class _State:
@@ -166,8 +187,8 @@ class _State:
         for part, values in zip(self.engines + self.decays, held["parts"], strict=True):
             part.load_state_dict(values)
         self.saved = held["step"]
-        lines = [line for line in self.metrics.read_text().splitlines() if json.loads(line)["step"] <= self.saved]
-        self.metrics.write_text("".join(line + "\n" for line in lines))
+        kept = [line for line in self.metrics.read_text().splitlines() if logged_step(line) <= self.saved]
+        self.metrics.write_text("".join(line + "\n" for line in kept))
         return self.saved, held["seconds"]
 
     def save(self, step: int, seconds: float) -> None:

@@ -31,7 +31,9 @@ class LLaDASettings:
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.block_length < 1:
-            raise ValueError(f"steps {self.steps}, block_length {self.block_length}: give steps >= 0, block_length >= 1")
+            raise ValueError(
+                f"steps {self.steps}, block_length {self.block_length}: give steps >= 0, block_length >= 1"
+            )
         check_choice("after_eos", self.after_eos, END_RULES)
 
 
@@ -54,7 +56,9 @@ class LLaDADecoder:
         canvas = Canvas(self.network, prompt, max_new_tokens, settings.block_length)
         blocks = canvas.blocks()
         if steps % len(blocks):
-            raise ValueError(f"steps {steps} is not a multiple of the {len(blocks)} blocks: change steps or block_length")
+            raise ValueError(
+                f"steps {steps} is not a multiple of the {len(blocks)} blocks: change steps or block_length"
+            )
         everything = slice(0, canvas.end)
         for begin, stop in blocks:
             for quota in quotas(stop - begin, steps // len(blocks)):

@@ -16,12 +16,21 @@ one token per pass. Order of events as in the authors' code, which decides activ
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 
 from backbone.network import Network
-from backbone.selection import END_RULES, above, check_choice, check_request, check_threshold, most_confident, predictions
+from backbone.selection import (
+    END_RULES,
+    above,
+    check_choice,
+    check_request,
+    check_threshold,
+    most_confident,
+    predictions,
+)
 from backbone.trace import DONE, FULL, SEMI, Recorder, Trace
 from d2f.blocks import additive_visibility
 
@@ -104,7 +113,7 @@ class Pipeline:
             # the prompt counts as a finished block 0, so the first block is fully activated at once
             live.append(Block(number, self.stop, min(self.stop + settings.block_size, self.end), full=not live))
             self.stop = live[-1].stop
-        for ahead, block in zip(live, live[1:], strict=False):
+        for ahead, block in itertools.pairwise(live):
             block.full = block.full or ahead.ratio >= settings.tau_act
         asked = [position for block in live for position in block.masked]
         over = settings.after_eos == "stop" and asked and asked[0] > self.end_at

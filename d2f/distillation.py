@@ -45,7 +45,9 @@ class DistillationSettings:
         check_choice("distillation.weighting", self.weighting, WEIGHTINGS)
         low, high = self.ratios
         if not 0 < low <= high <= 1:
-            raise ValueError(f"distillation.ratios is [{low}, {high}]: give [lowest, highest] with 0 < lowest <= highest <= 1")
+            raise ValueError(
+                f"distillation.ratios is [{low}, {high}]: give [lowest, highest] with 0 < lowest <= highest <= 1"
+            )
         if not self.block_sizes or min(self.block_sizes) < 1:
             raise ValueError(f"distillation.block_sizes is {list(self.block_sizes)}: give whole numbers of at least 1")
 
@@ -69,7 +71,12 @@ def distillation_loss(student: torch.Tensor, teacher: torch.Tensor, ratios: torc
 
 
 def student_loss(
-    examples: Examples, batch_size: int, teacher: torch.nn.Module, mask_id: int, settings: DistillationSettings, shift: bool = False
+    examples: Examples,
+    batch_size: int,
+    teacher: torch.nn.Module,
+    mask_id: int,
+    settings: DistillationSettings,
+    shift: bool = False,
 ) -> Loss:
     """The loss of one distillation step; ``teacher`` is frozen and sees everything."""
 

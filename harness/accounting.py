@@ -82,20 +82,30 @@ def useful_length(tokens: list[int], end_ids: Iterable[int], stops: list[str], d
     return low
 
 
-def rates(total: Counts, problems: int) -> dict[str, float]:
+def quotient(above: float, below: float) -> float | None:
+    """``above / below``; None (not measured) where nothing was decoded."""
+    return above / below if below else None
+
+
+def rates(total: Counts, problems: int) -> dict[str, float | None]:
     """Rates of added-up counts, as ratios of sums; keys as in ``summary.json``."""
     return {
-        "useful_tokens_per_second": total.useful / total.seconds,
-        "latency_seconds": total.seconds / problems,
-        "tokens_per_forward": total.useful / total.decode_forwards,
-        "token_efficiency": total.useful / total.fed,
-        "forwards": total.forwards / problems,
-        "length": total.answered / problems,
+        "useful_tokens_per_second": quotient(total.useful, total.seconds),
+        "latency_seconds": quotient(total.seconds, problems),
+        "tokens_per_forward": quotient(total.useful, total.decode_forwards),
+        "token_efficiency": quotient(total.useful, total.fed),
+        "forwards": quotient(total.forwards, problems),
+        "length": quotient(total.answered, problems),
     }
 
 
-def attribution(system: Counts, base: Counts) -> dict[str, float]:
-    """Why ``system`` is faster than ``base``: three factors whose product is the ratio of useful tokens/s."""
+def attribution(system: Counts, base: Counts) -> dict[str, float] | None:
+    """Why ``system`` is faster than ``base``: three factors whose product is the ratio of useful tokens/s.
+
+    None where one of the two decoded nothing.
+    """
+    if not (system.committed and base.committed and base.useful):
+        return None
     return {
         "useful_share": (system.useful / system.committed) / (base.useful / base.committed),
         "tokens_per_forward": (system.committed / system.forwards) / (base.committed / base.forwards),

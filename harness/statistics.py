@@ -44,8 +44,9 @@ def paired_accuracy(system: dict[int, bool], base: dict[int, bool], confidence: 
     """Difference of two accuracies on the problems both answered, with McNemar's exact test.
 
     Returns:
-        ``problems``, ``difference`` (system - base), its ``interval`` (normal approximation of the paired
-        difference) and ``p_value`` of no difference.
+        ``problems``, ``difference`` (system - base), its ``interval`` and ``p_value`` of no difference. The interval
+        is the normal approximation; where no problem told the two apart it would have no width at all, however
+        few the problems, and the exact bound on a share of which none was seen takes its place.
     """
     shared = sorted(system.keys() & base.keys())
     if not shared:
@@ -54,7 +55,10 @@ def paired_accuracy(system: dict[int, bool], base: dict[int, bool], confidence: 
     losses = sum(base[i] and not system[i] for i in shared)
     difference = (wins - losses) / len(shared)
     variance = (wins + losses) / len(shared) - difference**2
-    reach = stats.norm.ppf((1 + confidence) / 2) * float(np.sqrt(variance / len(shared)))
+    if wins + losses:
+        reach = float(stats.norm.ppf((1 + confidence) / 2) * np.sqrt(variance / len(shared)))
+    else:
+        reach = 1 - ((1 - confidence) / 2) ** (1 / len(shared))
     p_value = stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
     return {
         "problems": len(shared),

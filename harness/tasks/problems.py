@@ -21,8 +21,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-NAMES = "mia leo sam ana tom zoe max eva".split()
-ITEMS = "books pens shells coins cards stamps apples marbles".split()
+NAMES = ["mia", "leo", "sam", "ana", "tom", "zoe", "max", "eva"]
+ITEMS = ["books", "pens", "shells", "coins", "cards", "stamps", "apples", "marbles"]
 
 STARTS = ("{x} has {v} {i} .", "{x} starts with {v} {i} .", "{x} owns {v} {i} at first .")
 START_ANSWERS = ("{x} {begins} with {v} {i} .",)
@@ -45,11 +45,20 @@ LOSSES = (
     ("{a} of the {i} of {x} break .", "the broken ones are {a} , {so} the rest is {v} - {a} = {w} {i} ."),
 )
 PACK_GAINS = (
-    ("{x} gets {m} bags with {b} {i} each .", "{m} bags of {b} are {m} * {b} = {a} , {so} {x} {now} has {v} + {a} = {w} ."),
-    ("{m} friends bring {x} {b} {i} each .", "{m} friends with {b} make {m} * {b} = {a} , which {makes} {v} + {a} = {w} {i} ."),
+    (
+        "{x} gets {m} bags with {b} {i} each .",
+        "{m} bags of {b} are {m} * {b} = {a} , {so} {x} {now} has {v} + {a} = {w} .",
+    ),
+    (
+        "{m} friends bring {x} {b} {i} each .",
+        "{m} friends with {b} make {m} * {b} = {a} , which {makes} {v} + {a} = {w} {i} .",
+    ),
 )
 PACK_LOSSES = (
-    ("{x} hands {b} {i} to each of {m} friends .", "{m} friends take {b} each , {m} * {b} = {a} , {so} {v} - {a} = {w} {remain} ."),
+    (
+        "{x} hands {b} {i} to each of {m} friends .",
+        "{m} friends take {b} each , {m} * {b} = {a} , {so} {v} - {a} = {w} {remain} .",
+    ),
     ("{x} drops {m} boxes of {b} {i} .", "{m} boxes hold {m} * {b} = {a} , {so} {x} {now} has {v} - {a} = {w} ."),
 )
 DISTRACTIONS = (
@@ -99,6 +108,10 @@ class Difficulty:
         for key in ("packs", "distractions"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"difficulty.{key} is {getattr(self, key)}: give a probability from 0 to 1")
+        if self.packs == 1 and self.value_max < 8:  # the smallest pack is 2 * 2: from 4 it would fit nowhere
+            raise ValueError(
+                f"difficulty: with packs 1, value_max is {self.value_max}: give at least 8, or fewer packs"
+            )
 
 
 @dataclass(frozen=True)
@@ -137,7 +150,9 @@ def tell(rng: random.Random, start: int, operations: list[Operation], difficulty
     def words(template: str, **values: object) -> str:
         forks = {key: rng.choice(pair) for key, pair in FORKS.items()}
         first, second = rng.sample(others, 2)
-        return template.format(x=person, i=item, **{"n": first, "k": second, "j": rng.choice(other_items), **forks, **values})
+        return template.format(
+            x=person, i=item, **{"n": first, "k": second, "j": rng.choice(other_items), **forks, **values}
+        )
 
     question = [words(rng.choice(STARTS), v=start)]
     answer = [words(rng.choice(START_ANSWERS), v=start)]
@@ -161,10 +176,15 @@ def tell(rng: random.Random, start: int, operations: list[Operation], difficulty
 
 
 def problems(split: str, seed: int, difficulty: Difficulty) -> Iterator[dict[str, str]]:
-    """Yield problems of ``split`` for ever, as ``{"question", "answer"}``; no skeleton comes twice."""
+    """Yield problems of ``split``, as ``{"question", "answer"}``; no skeleton comes twice.
+
+    Raises:
+        ValueError: the difficulty has no new skeleton any more (it did not draw one in 100,000 tries).
+    """
     rng = random.Random(f"{seed}-{split}")
-    seen = set()
-    while True:
+    seen, misses = set(), 0
+    while misses < 100_000:
+        misses += 1
         start = value = rng.randint(2, difficulty.value_max)
         operations = []
         for _ in range(rng.randint(*difficulty.steps)):
@@ -174,8 +194,12 @@ def problems(split: str, seed: int, difficulty: Difficulty) -> Iterator[dict[str
         if skeleton in seen or skeleton_split(start, operations) != split:
             continue
         seen.add(skeleton)
+        misses = 0
         question, answer = tell(rng, start, operations, difficulty)
         yield {"question": question, "answer": answer}
+    raise ValueError(
+        f"split {split!r} has only {len(seen)} different problems at this difficulty: ask for fewer, or raise steps or value_max"
+    )
 
 
 def vocabulary() -> list[str]:
