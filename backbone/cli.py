@@ -55,7 +55,8 @@ def end_with_supervisor() -> None:
 
 def run(main: Callable[[list[str]], int | None]) -> NoReturn:
     """Call ``main`` with the arguments of the process and exit with a code that a shell understands."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' bars would chop our own progress lines to pieces
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")  # libraries' bars would chop our own progress lines to pieces
     end_with_supervisor()
     try:
         code = main(sys.argv[1:]) or 0

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -39,7 +40,9 @@ def evaluate(model, study: Study, system: System, results: Path) -> dict:
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
+    from tqdm import tqdm
 
+    tqdm.__init__ = functools.partialmethod(tqdm.__init__, disable=True)  # lm-eval has no switch for its bars
     seed = study.task.seed
     return simple_evaluate(
         model=model,
