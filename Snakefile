@@ -17,7 +17,9 @@ rule all:
 
 
 onsuccess:
-    if Path(RESULTS, "summary.json").exists():  # not when only some targets were asked for
+    if Path(
+        RESULTS, "summary.json"
+    ).exists():  # not when only some targets were asked for
         shell("python -m harness.tables --results {RESULTS} --terminal >&2")
 
 
