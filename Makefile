@@ -45,5 +45,5 @@ help:
 	@echo "make smoke    everything runs once, in under two minutes; scores mean nothing"
 	@echo "make test     lint and tests"
 	@echo "make bench    benchmarks of decoders, forwards and training (results/bench.json)"
-	@echo "make models   train the shipped models from scratch (study laptop-pretrain, under 90 minutes)"
+	@echo "make models   train the shipped models from scratch (study laptop-pretrain, over an hour)"
 	@echo "make clean    remove the results of these studies and the MLflow store"

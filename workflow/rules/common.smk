@@ -1,22 +1,15 @@
 # Helpers of the rules; the only place with Python in it.
 import dataclasses
-import fcntl
 import hashlib
 import json
-import os
-import shutil
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(workflow.basedir)
 sys.path.insert(0, str(ROOT))
-# `python` in the rules is the interpreter that runs Snakemake, whether or not its environment is activated
-os.environ["PATH"] = os.pathsep.join(
-    [str(Path(sys.executable).parent), os.environ["PATH"]]
-)
 
 from harness.study import load_study
+from harness.turn import own_interpreter, take_turn
 
 WHOLE_MACHINE = 10_000  # threads of a job that must run alone; clipped to --cores
 
@@ -24,8 +17,7 @@ WHOLE_MACHINE = 10_000  # threads of a job that must run alone; clipped to --cor
 def stop(message):
     """One line and exit code 2, instead of a traceback, for what the user can mend."""
     print(f"error: {message}", file=sys.stderr)
-    sys.stderr.flush()
-    os._exit(2)
+    sys.exit(2)
 
 
 def get_study():
@@ -42,35 +34,13 @@ def get_study():
         stop(error)
 
 
-def take_turn():
-    """Hold a lock for the life of this process, so that two runs never share a folder.
-
-    Unlike Snakemake's own lock it goes away with a killed process; whoever holds it may clear a stale one of
-    Snakemake's. Jobs watch D2F_SUPERVISOR and end within a second after it has died.
-    """
-    folder = Path(".snakemake")
-    try:
-        folder.mkdir(exist_ok=True)
-        turn = (folder / "turn").open("w")
-        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        stop(
-            "another snakemake is running in this folder: wait until it is done, or stop it"
-        )
-    except OSError as error:
-        stop(
-            f"cannot write here ({error}): make the folder writable, or copy the repository"
-        )
-    os.environ["D2F_SUPERVISOR"] = str(os.getpid())
-    if any(folder.glob("locks/*")):
-        shutil.rmtree(folder / "locks")
-        time.sleep(2)  # jobs of the killed run are ending
-    return turn
-
-
-TURN = None if workflow.dryrun else take_turn()
+own_interpreter()
 STUDY_NAME = str(config.get("study", "laptop"))
 STUDY = get_study()
+try:
+    TURN = take_turn(sys.argv[1:])  # kept: closing it gives the turn away
+except (ValueError, OSError) as error:
+    stop(error)
 RESULTS = f"results/{STUDY_NAME}"
 FETCHED = [name for name, model in STUDY.models.items() if model.kind == "fetch"]
 TRAINED = [name for name in STUDY.models if name not in FETCHED]

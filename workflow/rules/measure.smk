@@ -27,10 +27,9 @@ rule generate:
         "../../environment.yml"
     params:
         study=STUDY_NAME,
-        results=RESULTS,
         key=lambda wildcards: get_key(STUDY.systems[wildcards.system], get_decoding()),
     shell:
-        "python -m harness.generation --study {params.study} --system {wildcards.system} --results {params.results} 2>&1 | tee {log} >&2"
+        "python -m harness.generation --study {params.study} --system {wildcards.system} 2>&1 | tee {log} >&2"
 
 
 rule race:
@@ -51,10 +50,9 @@ rule race:
         gpu=1,
     params:
         study=STUDY_NAME,
-        results=RESULTS,
         key=get_key(STUDY.systems, STUDY.race, get_decoding()),
     shell:
-        "python -m harness.race --study {params.study} --results {params.results} 2>&1 | tee {log} >&2"
+        "python -m harness.race --study {params.study} 2>&1 | tee {log} >&2"
 
 
 rule summary:
@@ -75,7 +73,6 @@ rule summary:
         "../../environment.yml"
     params:
         study=STUDY_NAME,
-        results=RESULTS,
         key=get_key(STUDY.models, STUDY.statistics),
     shell:
-        "python -m harness.summary --study {params.study} --results {params.results} 2>&1 | tee {log} >&2"
+        "python -m harness.summary --study {params.study} 2>&1 | tee {log} >&2"

@@ -15,10 +15,9 @@ rule problems:
         "../../environment.yml"
     params:
         study=STUDY_NAME,
-        results=RESULTS,
         key=get_key(STUDY.task, STUDY.split),
     shell:
-        "python -m harness.tasks.prepare --study {params.study} --results {params.results} 2>&1 | tee {log} >&2"
+        "python -m harness.tasks.prepare --study {params.study} 2>&1 | tee {log} >&2"
 
 
 rule fetch:
@@ -36,10 +35,9 @@ rule fetch:
         "../../environment.yml"
     params:
         study=STUDY_NAME,
-        results=RESULTS,
         key=lambda wildcards: get_key(STUDY.models[wildcards.model]),
     shell:
-        "python -m harness.fetch --study {params.study} --model {wildcards.model} --results {params.results} 2>&1 | tee {log} >&2"
+        "python -m harness.fetch --study {params.study} --model {wildcards.model} 2>&1 | tee {log} >&2"
 
 
 rule train:
@@ -70,7 +68,6 @@ rule train:
     threads: WHOLE_MACHINE
     params:
         study=STUDY_NAME,
-        results=RESULTS,
         key=lambda wildcards: get_key(STUDY.models[wildcards.model], STUDY.device),
     shell:
-        "python -m harness.train --study {params.study} --model {wildcards.model} --results {params.results} 2>&1 | tee {log} >&2"
+        "python -m harness.train --study {params.study} --model {wildcards.model} 2>&1 | tee {log} >&2"

@@ -13,7 +13,7 @@ rule tables:
     conda:
         "../../environment.yml"
     params:
-        results=RESULTS,
+        results=lambda wildcards, input: Path(input.summary).parent,
     shell:
         "python -m harness.tables --results {params.results} 2>&1 | tee {log} >&2"
 
@@ -37,7 +37,7 @@ rule figures:
     conda:
         "../../environment.yml"
     params:
-        results=RESULTS,
+        results=lambda wildcards, input: Path(input.summary).parent,
     shell:
         "python -m harness.figures --results {params.results} 2>&1 | tee {log} >&2"
 
@@ -57,7 +57,7 @@ rule report:
     conda:
         "../../environment.yml"
     params:
-        results=RESULTS,
+        results=lambda wildcards, input: Path(input.summary).parent,
     shell:
         "python -m harness.report --results {params.results} 2>&1 | tee {log} >&2"
 
@@ -74,7 +74,7 @@ rule publish:
     conda:
         "../../environment.yml"
     params:
-        results=RESULTS,
+        results=lambda wildcards, input: Path(input.summary).parent,
     shell:
         "python -m harness.tracking --results {params.results} --out {output.runs} 2>&1 | tee {log} >&2"
 
