@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TextIO
 
 # what only looks at the workflow; such a call needs no turn
-LOOKING = re.compile(r"-[a-zA-Z]*n[a-zA-Z]*|--(dry-?run|lint|report|(detailed-)?summary|dag|rulegraph|filegraph|list.*)")
+LOOKING = re.compile(
+    r"-[a-zA-Z]*n[a-zA-Z]*|--(dry-?run|lint|report|(detailed-)?summary|dag|rulegraph|filegraph|list.*)"
+)
 
 
 def own_interpreter() -> None:
