@@ -10,10 +10,8 @@ from pathlib import Path
 
 from backbone.cli import run
 from harness.command import study_options
-from harness.provenance import file_digest
+from harness.provenance import WEIGHTS, file_digest
 from harness.study import Model
-
-WEIGHTS = "model.safetensors"
 
 
 def fetch(name: str, model: Model, folder: Path) -> None:

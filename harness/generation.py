@@ -18,12 +18,12 @@ from backbone.network import Network, load_network
 from backbone.trace import Trace, write_traces
 from harness.accounting import Counts, count, rates
 from harness.command import study_options
-from harness.provenance import file_digest, provenance
+from harness.provenance import WEIGHTS, file_digest, provenance
 from harness.results import write_result
 from harness.statistics import accuracy_interval
 from harness.study import Study, System
 from harness.systems import make_decoder
-from harness.train import WEIGHTS, load_tokenizer
+from harness.train import load_tokenizer
 
 FINAL = "exact_match,final-number"
 
@@ -126,14 +126,10 @@ def generate(study_name: str, study: Study, name: str, results: Path) -> None:
         **provenance(study_name, study),
     }
     folder = results / "generate"
-    write_traces_file(folder / f"{name}.traces.jsonl", name, records)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_traces(folder / f"{name}.traces.jsonl", records, system=name)
     write_result(folder / f"{name}.json", "d2f-suite/result", json.loads(json.dumps(values, default=float)))
     partial.unlink()
-
-
-def write_traces_file(path: Path, name: str, records: list[dict]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_traces(path, records, system=name)
 
 
 def main(argv: list[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.study import Study, digest
 
+WEIGHTS = "model.safetensors"  # of a model folder
 LIBRARIES = ("torch", "transformers", "accelerate", "lm_eval", "snakemake")
 
 

@@ -20,11 +20,9 @@ from backbone.pretraining import autoregressive_loss, new_model, teacher_loss
 from backbone.training import fit
 from d2f.distillation import student_loss
 from harness.command import study_options
-from harness.provenance import file_digest, provenance
+from harness.provenance import WEIGHTS, file_digest, provenance
 from harness.results import write_result, write_text
 from harness.study import Model, Study
-
-WEIGHTS = "model.safetensors"
 
 
 def load_module(folder: Path):
