@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-Positions = slice | torch.Tensor  # a contiguous run, or an int64 tensor of positions
+Positions = slice | torch.Tensor  # a contiguous run, or int64 positions: (Q,) for all rows, or (rows, Q) for each
 
 
 class SlotCache:
@@ -39,9 +39,21 @@ class SlotCache:
 
     def write(self, layer: int, fed: Positions, states: torch.Tensor) -> None:
         """Store (rows, 2 x kv_heads, Q, head_dim): rotated keys, then values, of the fed positions."""
-        self.states[layer][:, :, fed] = states
+        put(self.states[layer], fed, states)
+
+    def keep_hidden(self, fed: Positions, hidden: torch.Tensor) -> None:
+        """Store the final hidden states (rows, Q, width) of the fed positions."""
+        put(self.hidden[:, None], fed, hidden[:, None])
 
     def seen(self, layer: int, see: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of keys and values, (rows, kv_heads, see, head_dim), of the slots ``[0, see)``."""
         visible = self.states[layer][:, :, :see]
         return visible[:, : self.kv_heads], visible[:, self.kv_heads :]
+
+
+def put(slots: torch.Tensor, fed: Positions, values: torch.Tensor) -> None:
+    """Write ``values`` (rows, H, Q, d) into ``slots`` (rows, H, capacity, d) at the fed positions."""
+    if isinstance(fed, torch.Tensor) and fed.ndim == 2:
+        slots.scatter_(2, fed[:, None, :, None].expand_as(values), values)
+    else:
+        slots[:, :, fed] = values

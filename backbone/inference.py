@@ -1,10 +1,10 @@
 """The decoding forward: lean functional code over the parameters of a transformers Llama or Qwen2.
 
 At batch 1 a small network spends most of a step in Python and in small operations, and a large one
-reads its weights once per step; so projections that read the same input are fused (q, k, v; gate, up),
-keys and values go straight into their slots, and residual additions ride on the matrix product. The
-fused matrices hold the very parameters of the module (its own become views), so nothing is stored
-twice and training the module changes this forward too.
+reads its weights once per step; so q, k and v are one product, keys and values go straight into their slots, and residual additions
+ride on the matrix product. The fused matrix holds the very parameters of the module (its own become
+views), so nothing is stored twice and training the module changes this forward too. On a CPU in float32
+the logits are the module's, bit for bit: no operation rounds differently.
 
 It is made of three steps per layer (``project``, ``attend``, ``feed_forward``), so that a policy may
 choose rows per layer.
@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from backbone.cache import Positions, SlotCache
+
+NARROW = 8  # products of at most this many columns are summed in another order on CPUs
 
 
 def fuse(linears: list[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -48,6 +50,10 @@ class LeanForward:
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.epsilon, self.width = config.rms_norm_eps, (config.hidden_size,)
+        kept = self.kv_heads * self.head_dim
+        self.split = [self.heads * self.head_dim, kept, kept] if kept <= NARROW else None
+        lower = module.lm_head.weight.dtype != torch.float32
+        self.turn_in_float32 = lower and getattr(config, "rope_full_precision", False)
         self.layers = [self._layer(layer) for layer in module.model.layers]
         self.cos = self.sin = torch.empty(0)
         self._rotations(min(config.max_position_embeddings, 4096))
@@ -55,14 +61,15 @@ class LeanForward:
     def _layer(self, layer: torch.nn.Module) -> dict[str, torch.Tensor | None]:
         attention, mlp = layer.self_attn, layer.mlp
         qkv, qkv_bias = fuse([attention.q_proj, attention.k_proj, attention.v_proj])
-        gate_up, gate_up_bias = fuse([mlp.gate_proj, mlp.up_proj])
         return {
             "qkv": qkv,
             "qkv_bias": qkv_bias,
             "o": attention.o_proj.weight.t(),
             "o_bias": attention.o_proj.bias,
-            "gate_up": gate_up,
-            "gate_up_bias": gate_up_bias,
+            "gate": mlp.gate_proj.weight,  # not fused with up: SiLU rounds the rows of a strided view differently
+            "gate_bias": mlp.gate_proj.bias,
+            "up": mlp.up_proj.weight,
+            "up_bias": mlp.up_proj.bias,
             "down": mlp.down_proj.weight.t(),
             "down_bias": mlp.down_proj.bias,
             "attention_norm": layer.input_layernorm.weight,
@@ -71,40 +78,52 @@ class LeanForward:
 
     def _rotations(self, positions: int) -> None:
         """Tables of cos and sin, (positions, head_dim); sin carries the sign of the half rotation."""
-        probe = self.module.lm_head.weight
-        cos, sin = self.module.model.rotary_emb(probe, torch.arange(positions, device=probe.device)[None])
+        head = self.module.lm_head.weight
+        probe = torch.empty(0, device=head.device, dtype=torch.float32 if self.turn_in_float32 else head.dtype)
+        cos, sin = self.module.model.rotary_emb(probe, torch.arange(positions, device=head.device)[None])
         half = self.head_dim // 2
         self.cos, self.sin = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)
 
     def rotations(self, fed: Positions, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and signed sin, (Q, head_dim), of the fed positions, all below ``stop``."""
+        """cos and signed sin, (Q, head_dim) or (rows, 1, Q, head_dim), of the fed positions, all below ``stop``."""
         if stop > len(self.cos):
             self._rotations(2 * stop)
+        if isinstance(fed, torch.Tensor) and fed.ndim == 2:
+            fed = fed[:, None]
         return self.cos[fed], self.sin[fed]
 
     def project(self, layer: dict, x: torch.Tensor, rows: int, cos: torch.Tensor, sin: torch.Tensor):
         """Rotated queries (rows, heads, Q, d) and the slots' new states (rows, 2 x kv_heads, Q, d)."""
         normed = F.rms_norm(x, self.width, layer["attention_norm"], self.epsilon)
-        qkv = F.linear(normed, layer["qkv"], layer["qkv_bias"])
+        qkv = self.products(normed, layer["qkv"], layer["qkv_bias"])
         qkv = qkv.view(rows, -1, self.heads + 2 * self.kv_heads, self.head_dim).transpose(1, 2)  # (rows, H', Q, d)
         turned = qkv[:, : self.heads + self.kv_heads]  # queries and keys turn, values do not
-        turned.copy_(torch.addcmul(turned * cos, turned.roll(self.head_dim // 2, -1), sin))
+        exact = turned.float() if self.turn_in_float32 else turned
+        # not addcmul, which rounds once less than the module
+        torch.add(exact * cos, exact.roll(self.head_dim // 2, -1).mul_(sin), out=turned)
         return qkv[:, : self.heads], qkv[:, self.heads :]
 
-    def attend(self, layer: dict, x: torch.Tensor, queries: torch.Tensor, keys, values, mask) -> torch.Tensor:
-        """Attention and its residual; ``mask`` is additive, broadcastable to (rows, heads, Q, see)."""
+    def products(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Queries, keys and values side by side, in one product wherever that changes no rounding."""
+        if self.split is None:
+            return F.linear(x, weight, bias)
+        biases = (None,) * 3 if bias is None else bias.split(self.split)
+        return torch.cat([F.linear(x, w, b) for w, b in zip(weight.split(self.split), biases, strict=True)], dim=-1)
+
+    def attend(self, layer: dict, residual: torch.Tensor, queries: torch.Tensor, keys, values, mask) -> torch.Tensor:
+        """Attention, added to ``residual`` (rows * Q, D); ``mask`` is additive, broadcastable to (rows, heads, Q, see)."""
         mixed = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, enable_gqa=self.heads != self.kv_heads
         )
-        mixed = mixed.transpose(1, 2).reshape(len(x), -1)  # (rows * Q, heads * d)
-        x = torch.addmm(x, mixed, layer["o"])
+        mixed = mixed.transpose(1, 2).reshape(len(residual), -1)  # (rows * Q, heads * d)
+        x = torch.addmm(residual, mixed, layer["o"])
         return x if layer["o_bias"] is None else x + layer["o_bias"]
 
-    def feed_forward(self, layer: dict, x: torch.Tensor) -> torch.Tensor:
-        """The gated MLP and its residual."""
+    def feed_forward(self, layer: dict, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The gated MLP on ``x``, added to ``residual``."""
         normed = F.rms_norm(x, self.width, layer["mlp_norm"], self.epsilon)
-        gate, up = F.linear(normed, layer["gate_up"], layer["gate_up_bias"]).chunk(2, dim=-1)
-        x = torch.addmm(x, F.silu(gate).mul_(up), layer["down"])
+        gate = F.silu(F.linear(normed, layer["gate"], layer["gate_bias"]))
+        x = torch.addmm(residual, gate.mul_(F.linear(normed, layer["up"], layer["up_bias"])), layer["down"])
         return x if layer["down_bias"] is None else x + layer["down_bias"]
 
     def __call__(
@@ -119,6 +138,6 @@ class LeanForward:
             cache.write(number, fed, states)
             keys, values = cache.seen(number, see)
             x = self.attend(layer, x, queries, keys, values, mask)
-            x = self.feed_forward(layer, x)
+            x = self.feed_forward(layer, x, x)
         x = F.rms_norm(x, self.width, self.module.model.norm.weight, self.epsilon)
         return x.view(rows, count, -1)

@@ -29,6 +29,11 @@ class ModuleForward:
     """Same call as :class:`backbone.inference.LeanForward`, through the module."""
 
     def __init__(self, module: torch.nn.Module) -> None:
+        if getattr(module.config, "rope_full_precision", False) and module.dtype != torch.float32:
+            raise ValueError(
+                f"dtype is {module.dtype} and rope_full_precision is on, but forward: module turns queries and keys in "
+                "the dtype of the weights: use forward: lean, or float32"
+            )
         self.module = module
 
     def __call__(
@@ -41,5 +46,9 @@ class ModuleForward:
         mask = mask.expand(1, 1, ids.shape[1], see)
         view = SlotView(cache, fed, see)
         return self.module.model(
-            ids, attention_mask=mask, position_ids=positions[None], cache=view, use_cache=True
+            ids,
+            attention_mask=mask,
+            position_ids=positions if positions.ndim == 2 else positions[None],
+            cache=view,
+            use_cache=True,
         ).last_hidden_state

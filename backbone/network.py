@@ -41,11 +41,17 @@ class Network:
         shift: bool = False,
         forward: str = "lean",
     ) -> None:
-        vocabulary = module.config.vocab_size
+        vocabulary = getattr(module.config, "real_vocab_size", module.config.vocab_size)
         for name, token in [("mask id", mask_id), *(("end id", e) for e in end_ids)]:
             if token is not None and not 0 <= token < vocabulary:
                 raise ValueError(f"{name} {token} is outside the vocabulary of {vocabulary}: check {DESCRIPTION}")
+        if module.model.rotary_emb.inv_freq.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"the rotary frequencies are {module.model.rotary_emb.inv_freq.dtype}, which changes every angle: "
+                "load the model in that dtype (load_network) instead of casting the module"
+            )
         self.module = module.eval().requires_grad_(False)
+        self.head = module.lm_head.weight.detach()[:vocabulary]  # a view; without the rows that only pad the matrix
         self.mask_id, self.end_ids, self.shift = mask_id, tuple(end_ids), shift
         self.run = make_forward(forward, module)
         self.device, self.dtype = module.lm_head.weight.device, module.lm_head.weight.dtype
@@ -81,11 +87,11 @@ class Network:
         see: int,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits (rows, A, V) that predict the asked positions.
+        """Logits (rows, A, V) that predict the asked positions; V leaves out rows that only pad the vocabulary.
 
         Args:
             ids: (rows, Q) tokens at the fed positions.
-            fed: the positions fed; their slots are written.
+            fed: the positions fed, the same in all rows or (rows, Q) of each; their slots are written.
             ask: the positions to predict. With ``shift`` a position's predecessor need not be fed if
                 an earlier forward fed it into this cache.
             cache: from :meth:`cache`.
@@ -95,17 +101,21 @@ class Network:
         started = time.perf_counter() if self.profile else 0.0
         hidden = self.run(ids, fed, cache, see, mask)  # (rows, Q, D)
         if cache.hidden is not None:
-            cache.hidden[:, fed] = hidden
+            cache.keep_hidden(fed, hidden)
             sources = cache.hidden[:, shifted(ask, 1)]
         else:
-            sources = hidden[:, within(fed, shifted(ask, int(self.shift)))]
-        logits = F.linear(sources, self.module.lm_head.weight, self.module.lm_head.bias)
-        self.forwards += 1
-        self.fed += ids.shape[1]
+            sources = pick(hidden, within(fed, shifted(ask, int(self.shift))))
+        logits = self.logits(sources, ids.shape[1])
         if self.profile:
             synchronise(self.device)
             self.seconds += time.perf_counter() - started
         return logits
+
+    def logits(self, hidden: torch.Tensor, fed: int) -> torch.Tensor:
+        """Logits (..., V) of final hidden states (..., D); ends a forward that was fed so many positions of each row."""
+        self.forwards += 1
+        self.fed += fed
+        return F.linear(hidden, self.head)
 
 
 def make_forward(forward: str, module: torch.nn.Module):
@@ -127,11 +137,24 @@ def shifted(positions: Positions, by: int) -> Positions:
 
 
 def within(fed: Positions, wanted: Positions) -> Positions:
-    """Where the wanted positions stand among the fed ones, which must contain them."""
-    if not isinstance(fed, slice):
-        wanted = torch.arange(wanted.start, wanted.stop, device=fed.device) if isinstance(wanted, slice) else wanted
+    """Where the wanted positions stand among the fed ones, which are in order and should contain them.
+
+    With positions (rows, Q) of each row, a row that was not fed a wanted position gets another one's place:
+    nobody asks for it there.
+    """
+    if isinstance(fed, slice):
+        return shifted(wanted, fed.start)
+    wanted = torch.arange(wanted.start, wanted.stop, device=fed.device) if isinstance(wanted, slice) else wanted
+    if fed.ndim == 1:
         return torch.searchsorted(fed, wanted)
-    return shifted(wanted, fed.start)
+    return torch.searchsorted(fed, wanted.expand(len(fed), -1).contiguous()).clamp(max=fed.shape[1] - 1)
+
+
+def pick(hidden: torch.Tensor, places: Positions) -> torch.Tensor:
+    """(rows, A, D) of ``hidden`` (rows, Q, D) at places that are the same in all rows, or (rows, A)."""
+    if isinstance(places, torch.Tensor) and places.ndim == 2:
+        return hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
+    return hidden[:, places]
 
 
 def synchronise(device: torch.device) -> None:
@@ -140,26 +163,36 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def load_network(folder: Path, *, forward: str = "lean", device: str = "cpu", dtype: str = "float32") -> Network:
-    """Load a model folder (transformers layout plus ``network.json``); safetensors only, no remote code.
+def load_network(
+    folder: Path, *, adapter: Path | None = None, forward: str = "lean", device: str = "cpu", dtype: str = "float32"
+) -> Network:
+    """Load a model folder; safetensors only, and nothing that comes with a model is executed.
+
+    What makes it a diffusion LM stands in ``network.json`` (folders of this suite) or else follows from the
+    original config (:func:`backbone.checkpoints.describe`).
+
+    Args:
+        folder: LLaDA, Dream, Llama or Qwen2, as published or as written here.
+        adapter: folder of a published LoRA adapter, which is merged into the weights.
 
     Raises:
         FileNotFoundError: something is missing; the message says what.
-        ValueError: an unknown architecture or forward, or a device that is not there.
+        ValueError: an unknown architecture or forward, a config field that cannot be honoured, tensors that
+            do not fit, or a device that is not there.
     """
-    from transformers import AutoModelForCausalLM
+    from backbone.checkpoints import describe, load_module  # imports transformers, which takes two seconds
 
-    path = Path(folder) / DESCRIPTION
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: {folder} is not a model folder of this suite")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device is {device!r}, but torch finds no GPU here: use device cpu")
-    described = json.loads(path.read_text())
-    module = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype), use_safetensors=True, attn_implementation="sdpa", local_files_only=True
-    )
+    path = Path(folder) / DESCRIPTION
+    described = json.loads(path.read_text()) if path.exists() else describe(folder)
+    module = load_module(folder, device=device, dtype=getattr(torch, dtype))
+    if adapter is not None:
+        from backbone.adapters import load_adapter
+
+        load_adapter(adapter).merge(module)
     return Network(
-        module.to(device),
+        module,
         mask_id=described["mask_id"],
         end_ids=tuple(described["end_ids"]),
         shift=described["shift"],

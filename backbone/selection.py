@@ -1,8 +1,7 @@
-"""Which tokens a diffusion decoder commits: predictions, confidences, and the selection rules.
+"""Which of the asked positions a diffusion decoder commits: one implementation of each rule, for every system.
 
-One implementation for every system. MASK is never a legal prediction: its logit is removed before
-anything else (a model that prefers it would otherwise spin without committing, spec of the reference's
-defects in ``docs/deviations.md``).
+A rule takes the confidences of one row's masked positions and returns indices into them. These lists are
+short (a block, at most an answer) and have come to the host anyway, where the tokens are recorded.
 """
 
 from __future__ import annotations
@@ -12,14 +11,6 @@ import torch
 from backbone.network import Network
 
 END_RULES = ("stop", "finish")
-
-
-def predictions(logits: torch.Tensor, mask_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Greedy tokens and their probabilities, both (...,), of logits (..., V); float32 softmax."""
-    logits = logits.float()
-    logits[..., mask_id] = float("-inf")
-    confidences, tokens = torch.softmax(logits, dim=-1).max(dim=-1)
-    return tokens, confidences
 
 
 def most_confident(confidences: list[float], count: int) -> list[int]:
@@ -36,6 +27,18 @@ def best_and_at_least(confidences: list[float], threshold: float) -> list[int]:
     """Indices with confidence of at least ``threshold``, and always the best (Fast-dLLM); ties: lowest index."""
     best = max(range(len(confidences)), key=confidences.__getitem__)
     return [i for i, c in enumerate(confidences) if c >= threshold or i == best]
+
+
+def factor_rule(confidences: list[float], factor: float) -> list[int]:
+    """The n best as long as (n + 1)(1 - c_n) <= factor, and always the best (Fast-dLLM); ties: lowest index.
+
+    The public code also commits the first failing candidate when it is the last one: a slip, not the rule.
+    """
+    order = sorted(range(len(confidences)), key=lambda i: -confidences[i])
+    count = 1
+    while count < len(order) and confidences[order[count]] >= 1 - factor / (count + 2):
+        count += 1
+    return sorted(order[:count])
 
 
 def quotas(masks: int, steps: int) -> list[int]:
@@ -56,10 +59,16 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} is {value!r}: choose one of {', '.join(allowed)}")
 
 
+def check_size(name: str, value: int, least: int = 1) -> None:
+    """Refuse a size or count below ``least`` in one line."""
+    if value < least:
+        raise ValueError(f"{name} is {value}: give a whole number of at least {least}")
+
+
 def check_request(network: Network, prompt: torch.Tensor, max_new_tokens: int) -> None:
-    """Refuse a prompt or length that cannot be decoded, in one line."""
-    if prompt.ndim != 1 or len(prompt) == 0:
-        raise ValueError(f"the prompt has shape {tuple(prompt.shape)}: give at least one token, as one row")
+    """Refuse a prompt, (P,) or (rows, P), or a length that cannot be decoded, in one line."""
+    if prompt.ndim not in (1, 2) or prompt.shape[-1] == 0 or prompt.shape[0] == 0:
+        raise ValueError(f"the prompt has shape {tuple(prompt.shape)}: give at least one token")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens}: give a whole number of at least 1")
     if network.mask_id is not None and bool((prompt == network.mask_id).any()):

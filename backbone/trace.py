@@ -85,10 +85,10 @@ class Trace:
 
 
 class Recorder:
-    """Collects the steps of one decode; reads the clock so that decoders do not."""
+    """Collects the steps of one decode, of one row or several in lockstep; reads the clock so that decoders do not."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.steps = device, []
+    def __init__(self, device: torch.device, rows: int = 1) -> None:
+        self.device, self.rows = device, [[] for _ in range(rows)]
         self.begun = self.last = self._now()
 
     def _now(self) -> float:
@@ -97,13 +97,20 @@ class Recorder:
         return time.perf_counter()
 
     def step(self, fed: int, context: int, positions: list[int], tokens: list[int], **rest) -> None:
-        """Note a step that ends now and began when the last one ended."""
+        """Note a step of a single row that ends now and began when the last one ended."""
+        self.lockstep(fed, context, [{"positions": positions, "tokens": tokens, **rest}])
+
+    def lockstep(self, fed: int, context: int, rows: list[dict], **common) -> None:
+        """Note one forward of all rows, with what each row committed (fields of :class:`Step`)."""
         now = self._now()
-        self.steps.append(Step(now - self.last, fed, context, positions, tokens, **rest))
+        for steps, row in zip(self.rows, rows, strict=True):
+            steps.append(Step(now - self.last, fed, context, **row, **common))
         self.last = now
 
-    def trace(self, prompt_length: int, max_new_tokens: int, block_size: int, tokens: list[int]) -> Trace:
-        return Trace(prompt_length, max_new_tokens, block_size, tokens, self._now() - self.begun, self.steps)
+    def trace(self, prompt_length: int, max_new_tokens: int, block_size: int, tokens: list[int], row: int = 0) -> Trace:
+        """The trace of one row, which ends now."""
+        seconds = self._now() - self.begun
+        return Trace(prompt_length, max_new_tokens, block_size, tokens, seconds, self.rows[row])
 
 
 def write_traces(path: Path, records: Iterable[dict], **header) -> None:

@@ -22,14 +22,15 @@ from dataclasses import dataclass
 import torch
 
 from backbone.network import Network
+from backbone.sampling import MEASURES, Sampling, predictions, uniforms
 from backbone.selection import (
     END_RULES,
     above,
     check_choice,
     check_request,
+    check_size,
     check_threshold,
     most_confident,
-    predictions,
 )
 from backbone.trace import DONE, FULL, SEMI, Recorder, Trace
 from d2f.blocks import additive_visibility
@@ -48,6 +49,10 @@ class D2FSettings:
             ``finish`` every active block, as the authors' code does.
         ragged_tail: ``emit`` a shorter last block when B does not divide the length, or ``floor`` the
             length to whole blocks, as the authors' code does.
+        fallback: by which measure a fully activated block without a confident token chooses its one:
+            ``probability``, ``margin`` or ``entropy``. The threshold always reads the probability.
+        temperature, top_p, top_k, confidence_dtype: see :class:`backbone.sampling.Sampling`.
+        seed: of the sampling, when the temperature is above 0.
     """
 
     block_size: int = 16
@@ -56,14 +61,24 @@ class D2FSettings:
     tau_conf: float = 0.9
     after_eos: str = "stop"
     ragged_tail: str = "emit"
+    fallback: str = "probability"
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    confidence_dtype: str = "float32"
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise ValueError(f"block_size is {self.block_size}: give a whole number of at least 1")
+        check_size("block_size", self.block_size)
         for name in ("tau_add", "tau_act", "tau_conf"):
             check_threshold(name, getattr(self, name))
         check_choice("after_eos", self.after_eos, END_RULES)
         check_choice("ragged_tail", self.ragged_tail, ("emit", "floor"))
+        check_choice("fallback", self.fallback, MEASURES)
+        self.sampling()
+
+    def sampling(self, measure: str = "probability") -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k, measure, self.confidence_dtype)
 
 
 class Block:
@@ -141,14 +156,17 @@ class Pipeline:
         return self.answer[: last - self.start]
 
 
-def choose(blocks: list[Block], confidences: list[float], tau_conf: float) -> list[int]:
-    """Which of the asked positions to commit, as indices into ``confidences`` (block after block)."""
+def choose(blocks: list[Block], confidences: list[float], order: list[float], tau_conf: float) -> list[int]:
+    """Which of the asked positions to commit, as indices into ``confidences`` (block after block).
+
+    A fully activated block without a confidence above ``tau_conf`` commits its highest in ``order``.
+    """
     chosen, offset = [], 0
     for block in blocks:
         own = confidences[offset : offset + len(block.masked)]
         picked = above(own, tau_conf)
         if not picked and block.full and own:
-            picked = most_confident(own, 1)
+            picked = most_confident(order[offset : offset + len(own)], 1)
         chosen += [offset + i for i in picked]
         offset += len(own)
     return chosen
@@ -182,6 +200,7 @@ class D2FDecoder:
         visibility = additive_visibility(
             start, pipeline.end, settings.block_size, device=network.device, dtype=network.dtype
         )
+        draw = uniforms(settings.seed, network.device)
         while asked := pipeline.advance():
             cached, stop, live = pipeline.cached, pipeline.stop, pipeline.live
             alone = len(live) == 1 and cached >= start  # then everything fed sees everything
@@ -193,10 +212,10 @@ class D2FDecoder:
                 stop,
                 None if alone else visibility[cached:stop, :stop],
             )
-            tokens, confidences = (values[0].tolist() for values in predictions(logits, network.mask_id))
+            tokens, confidences, order = self.read(logits, draw)
             states = [(block.number, block.state) for block in live]
             pipeline.retire()
-            chosen = choose(live, confidences, settings.tau_conf)
+            chosen = choose(live, confidences, order, settings.tau_conf)
             positions, committed = [asked[i] for i in chosen], [tokens[i] for i in chosen]
             pipeline.commit(positions, committed)
             canvas[0, start:] = torch.tensor(pipeline.answer, device=network.device)
@@ -212,3 +231,15 @@ class D2FDecoder:
             if self.watch:
                 self.watch(pipeline.answer, states)
         return recorder.trace(start, max_new_tokens, settings.block_size, pipeline.result())
+
+    def read(self, logits: torch.Tensor, draw) -> tuple[list[int], list[float], list[float]]:
+        """Token, probability and fallback measure of each asked position, from logits (1, A, V)."""
+        settings, mask_id = self.settings, self.network.mask_id
+        tokens, confidences = (values[0].tolist() for values in predictions(logits, mask_id, settings.sampling(), draw))
+        if settings.fallback == "probability":
+            return tokens, confidences, confidences
+        return (
+            tokens,
+            confidences,
+            predictions(logits, mask_id, settings.sampling(settings.fallback), draw)[1][0].tolist(),
+        )

@@ -9,7 +9,6 @@ of them are done.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import re
@@ -74,17 +73,12 @@ def stored_decoding(folder: Path) -> tuple[dict, int]:
 
 def settings_of(stored: dict, options: argparse.Namespace, where: Path) -> D2FSettings:
     """The decoder's settings: what is stored, less what the command line overrides."""
+    from backbone.settings import build
     from d2f.decoding import D2FSettings
 
-    known = {field.name: field.default for field in dataclasses.fields(D2FSettings)}
     given = {name: getattr(options, name) for name in OVERRIDES if getattr(options, name) is not None}
-    for name, value in stored.items():
-        if name not in known:
-            raise ValueError(f"{where / 'decoding.json'}: unknown setting {name!r}; known: {', '.join(known)}")
-        allowed = (int, float) if isinstance(known[name], float) else type(known[name])
-        if isinstance(value, bool) or not isinstance(value, allowed):
-            raise ValueError(f"{where / 'decoding.json'}: {name} is {value!r}: give a value like {known[name]!r}")
-    return D2FSettings(**{**stored, **given})
+    build(D2FSettings, stored, str(where / "decoding.json"))
+    return build(D2FSettings, {**stored, **given}, "settings")
 
 
 def load(folder: Path, device: str) -> tuple[Network, object]:
@@ -96,19 +90,13 @@ def load(folder: Path, device: str) -> tuple[Network, object]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no model in {folder}: run `make` first, or name a model folder with --model")
-    from safetensors import SafetensorError
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
     from backbone.network import load_network
 
     logging.disable_progress_bar()
-    try:
-        network = load_network(folder, device=device)
-    except SafetensorError as error:
-        raise ValueError(
-            f"the weights in {folder} are damaged ({error}): delete the folder and run `make` again"
-        ) from None
+    network = load_network(folder, device=device)
     return network, AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 

@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from backbone.cli import Parser
-from harness.settings import nearest
+from backbone.settings import nearest
 from harness.study import load_study
 
 

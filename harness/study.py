@@ -19,9 +19,9 @@ import yaml
 
 from backbone.diffusion import TeacherNoise
 from backbone.pretraining import Shape
+from backbone.settings import build, nearest
 from backbone.training import Recipe
 from d2f.distillation import DistillationSettings
-from harness.settings import build, nearest
 from harness.systems import check_system
 from harness.tasks.problems import SPLITS, Difficulty
 

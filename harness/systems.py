@@ -9,12 +9,15 @@ from typing import Protocol
 import torch
 
 from backbone.network import FORWARDS, Network
+from backbone.settings import build, nearest
 from backbone.trace import Trace
 from baselines.autoregressive import AutoregressiveDecoder
+from baselines.dkv_cache import DKVCacheDecoder, DKVCacheDreamDecoder, DKVCacheDreamSettings, DKVCacheSettings
+from baselines.dllm_cache import DLLMCacheDecoder, DLLMCacheDreamDecoder, DLLMCacheDreamSettings, DLLMCacheSettings
+from baselines.dream import DreamDecoder, DreamSettings
 from baselines.fast_dllm import FastDLLMDecoder, FastDLLMSettings
 from baselines.llada import LLaDADecoder, LLaDASettings
 from d2f.decoding import D2FDecoder, D2FSettings
-from harness.settings import build, nearest
 
 
 class Decoder(Protocol):
@@ -31,7 +34,12 @@ class NoSettings:
 DECODERS = {
     "autoregressive": (lambda network, settings: AutoregressiveDecoder(network), NoSettings),
     "llada": (LLaDADecoder, LLaDASettings),
+    "dream": (DreamDecoder, DreamSettings),
     "fast-dllm": (FastDLLMDecoder, FastDLLMSettings),
+    "dkv-cache": (DKVCacheDecoder, DKVCacheSettings),
+    "dkv-cache-dream": (DKVCacheDreamDecoder, DKVCacheDreamSettings),
+    "dllm-cache": (DLLMCacheDecoder, DLLMCacheSettings),
+    "dllm-cache-dream": (DLLMCacheDreamDecoder, DLLMCacheDreamSettings),
     "d2f": (D2FDecoder, D2FSettings),
 }
 

@@ -67,9 +67,9 @@ def slow_llada(module, prompt: list[int], length: int, steps: int, block: int, s
 
 
 def slow_fast_dllm(
-    module, prompt: list[int], length: int, block: int, s: FastDLLMSettings, shift: int
+    module, prompt: list[int], length: int, block: int, s: FastDLLMSettings
 ) -> tuple[list[int], list[int]]:
-    """Answer and number of positions fed in each pass."""
+    """Answer and number of positions fed in each pass, for LLaDA (Dream's rules: the reference vectors)."""
     x, start, end, fed_lengths = prompt + [MASK] * length, len(prompt), len(prompt) + length, []
     for begin in range(start, end, block):
         stop = min(begin + block, end)
@@ -84,7 +84,7 @@ def slow_fast_dllm(
             fed_lengths.append(len(fed))
             if not full:
                 full = [(layer.keys, layer.values) for layer in states.layers]
-            confidences, tokens = slow_choices(rows[[i - shift for i in masked]])
+            confidences, tokens = slow_choices(rows[masked])
             best = confidences.index(max(confidences))
             for n, i in enumerate(masked):
                 if n == best or confidences[n] >= s.threshold:
@@ -114,7 +114,9 @@ def test_llada_equals_the_slow_sampler(seed):
     block = rng.choice(divisors(length))
     steps = (length // block) * rng.randint(1, block)
     prompt, shift = random_prompt(rng.randint(1, 9), seed), rng.random() < 0.3
-    decoder = LLaDADecoder(tiny_network(shift=shift, end_ids=ENDS, **model), LLaDASettings(steps, block, "finish"))
+    decoder = LLaDADecoder(
+        tiny_network(shift=shift, end_ids=ENDS, **model), LLaDASettings(steps, block, after_eos="finish")
+    )
     trace = decoder.decode(prompt, length)
     assert trace.tokens == slow_llada(tiny_module(**model), prompt.tolist(), length, steps, block, int(shift))
     assert len(trace.steps) == steps
@@ -126,10 +128,10 @@ def test_llada_equals_the_slow_sampler(seed):
 def test_fast_dllm_equals_the_slow_version(cache, seed):
     rng = random.Random(seed)
     model, length, block = random_model(rng), rng.randint(3, 18), rng.randint(1, 7)
-    settings = FastDLLMSettings(cache, block, rng.choice([0.2, 0.35, 0.6, 1.0]), "finish")
-    prompt, shift = random_prompt(rng.randint(1, 9), seed), rng.random() < 0.3
-    trace = FastDLLMDecoder(tiny_network(shift=shift, end_ids=ENDS, **model), settings).decode(prompt, length)
-    answer, fed = slow_fast_dllm(tiny_module(**model), prompt.tolist(), length, block, settings, int(shift))
+    settings = FastDLLMSettings(cache, block, threshold=rng.choice([0.2, 0.35, 0.6, 1.0]), after_eos="finish")
+    prompt = random_prompt(rng.randint(1, 9), seed)
+    trace = FastDLLMDecoder(tiny_network(end_ids=ENDS, **model), settings).decode(prompt, length)
+    answer, fed = slow_fast_dllm(tiny_module(**model), prompt.tolist(), length, block, settings)
     assert trace.tokens == answer
     assert [step.fed for step in trace.steps] == fed
 
@@ -139,7 +141,7 @@ def test_the_three_caches_are_three_algorithms():
     answers = {cache: [] for cache in CACHES}
     for seed in range(6):
         for cache in CACHES:
-            settings = FastDLLMSettings(cache, 5, 0.6, "finish")
+            settings = FastDLLMSettings(cache, 5, threshold=0.6, after_eos="finish")
             answers[cache] += (
                 FastDLLMDecoder(tiny_network(seed=seed), settings).decode(random_prompt(6, seed), 15).tokens
             )
@@ -154,9 +156,9 @@ def test_stop_is_finish_cut_at_the_first_end_token(name):
         traces = {}
         for rule in ("stop", "finish"):
             if name == "llada":
-                decoder = LLaDADecoder(network, LLaDASettings(0, 4, rule))
+                decoder = LLaDADecoder(network, LLaDASettings(0, 4, after_eos=rule))
             else:
-                decoder = FastDLLMDecoder(network, FastDLLMSettings(name, 4, 0.9, rule))
+                decoder = FastDLLMDecoder(network, FastDLLMSettings(name, 4, after_eos=rule))
             traces[rule] = decoder.decode(prompt, 16)
         assert len(traces["finish"].tokens) == 16
         assert traces["stop"].tokens == cut(traces["finish"].tokens)

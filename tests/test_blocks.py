@@ -1,13 +1,18 @@
-"""The block-causal visibility against nested loops written from its definition."""
+"""The block-causal visibility against nested loops written from its definition, and the authors' masks."""
 
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from d2f.blocks import additive_visibility, block_numbers, flex_visibility, visible
+from d2f.blocks import additive_visibility, block_count, block_numbers, flex_visibility, visible
+
+VECTORS = Path(__file__).parent / "data" / "vectors"
 
 
 def sizes(count: int, seed: int = 0, longest: int = 40) -> list[tuple[int, int, int]]:
@@ -77,3 +82,60 @@ def test_block_size_of_the_whole_answer_hides_it_from_the_prompt_only():
 
 def test_predicate_is_elementwise():
     assert visible(torch.tensor([0, 1, 2]), torch.tensor([0, 2, 1])).tolist() == [True, False, True]
+
+
+def recorded_masks(kind: str) -> list:
+    """Parameters (numbers in the name, mask as bool) of one kind of the authors' masks."""
+    masks = {name: mask.bool() for name, mask in load_file(VECTORS / "d2f-masks.safetensors").items()}
+    return [
+        pytest.param([int(n) for n in re.findall(r"\d+", name)], mask, id=name)
+        for name, mask in masks.items()
+        if name.startswith(kind)
+    ]
+
+
+def evaluated(flex, rows: int, length: int) -> torch.Tensor:
+    """(rows, length, length) of a FlexAttention predicate, entry by entry."""
+    index = torch.arange(max(rows, length))
+    return flex.mask_mod(index[:rows, None, None], torch.tensor(0), index[:length, None], index[:length])
+
+
+@pytest.mark.parametrize(("numbers", "wanted"), recorded_masks("infer"))
+def test_dense_and_flex_equal_the_mask_of_decoding(numbers, wanted):
+    prompt, length, _ = numbers
+    assert torch.equal(additive_visibility(*numbers) == 0, wanted)
+    flex = evaluated(flex_visibility(*numbers), 1, length)
+    assert torch.equal(flex.expand(1, length, length)[0], wanted)
+    causal = torch.ones_like(wanted).tril()
+    assert torch.equal(causal, wanted) == (prompt == length == 1)  # negative control
+
+
+@pytest.mark.parametrize(("numbers", "wanted"), recorded_masks("extract"))
+def test_live_rows_equal_the_mask_of_a_cached_pass(numbers, wanted):
+    *whole, start, count, cached = numbers
+    live = slice(start, start + count)
+    columns = [*range(cached), *range(start, start + count)]
+    assert torch.equal((additive_visibility(*whole) == 0)[live][:, columns], wanted)
+
+
+@pytest.mark.parametrize(("numbers", "wanted"), recorded_masks("train"))
+def test_dense_and_flex_equal_the_mask_of_training_with_a_prompt_length_per_row(numbers, wanted):
+    *prompts, length, block_size = numbers
+    ragged = torch.tensor(prompts)
+    assert torch.equal(additive_visibility(ragged, length, block_size) == 0, wanted)
+    assert torch.equal(evaluated(flex_visibility(ragged, length, block_size), len(prompts), length), wanted)
+    # negative control: one length for all rows passes only where they agree
+    one = additive_visibility(prompts[0], length, block_size) == 0
+    assert torch.equal(one.expand_as(wanted), wanted) == (len(set(prompts)) == 1)
+
+
+def test_ragged_flex_tiles_are_those_of_each_row():
+    prompts, length, tile = torch.tensor([64, 200]), 384, 128
+    dense = flex_visibility(prompts, length, 64).to_dense()[:, 0].bool()
+    wanted = (additive_visibility(prompts, length, 64) == 0).view(2, 3, tile, 3, tile).any(dim=4).any(dim=2)
+    assert torch.equal(dense, wanted) and not torch.equal(dense[0], dense[1])
+
+
+@pytest.mark.parametrize(("prompt", "blocks"), [(3, 5), (20, 0), (19, 1), (torch.tensor([16, 3, 9]), 5)])
+def test_blocks_are_counted_for_the_longest_answer(prompt, blocks):
+    assert block_count(prompt, 20, 4) == blocks == int(block_numbers(prompt, 20, 4).max())

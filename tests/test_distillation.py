@@ -12,9 +12,10 @@ import torch.nn.functional as F
 
 from backbone.examples import Batch
 from backbone.pretraining import everything_visible, predict_masked
+from backbone.settings import build
 from backbone.training import step_generator
 from d2f.blocks import additive_visibility
-from d2f.distillation import DistillationSettings, distillation_loss, student_loss
+from d2f.distillation import MODES, DistillationSettings, distillation_loss, kl, student_loss
 from tests.models import END, MASK, VOCABULARY, random_prompt, tiny_module
 from tests.test_blocks import slow_visibility
 
@@ -72,6 +73,54 @@ def test_nothing_masked_is_zero_with_a_gradient():
     assert loss.item() == 0.0 and torch.equal(student.grad, torch.zeros_like(student))
 
 
+def exact(student, target, ratios, divergence, rows) -> torch.Tensor:
+    """The loss in float64, term by term as the formula has it."""
+    s = student.double().exp() / student.double().exp().sum(-1, keepdim=True)
+    if target.ndim == 1:
+        losses = -s[torch.arange(len(s)), target].log()
+    else:
+        t = target.double().exp() / target.double().exp().sum(-1, keepdim=True)
+        losses = -(t * s.log()).sum(-1) if divergence == "forward" else (s * (s / t).log()).sum(-1)
+    return (losses / ratios.double()).sum() / (rows or len(s))
+
+
+@pytest.mark.parametrize("rows", [None, 2])
+@pytest.mark.parametrize(("labels", "divergence"), [(False, "forward"), (False, "reverse"), (True, "forward")])
+def test_value_and_gradient_equal_float64(labels, divergence, rows):
+    student, ratios = logits(7, 6), torch.linspace(0.2, 0.7, 7)
+    target = random_prompt(7, 3) if labels else logits(7, 7)
+    arguments = (target, ratios, divergence, rows)
+    assert float(distillation_loss(student, *arguments)) == pytest.approx(float(exact(student, *arguments)), rel=1e-5)
+    got, wanted = (gradient(lambda s, f=f: f(s, *arguments), student) for f in (distillation_loss, exact))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("divergence", ["forward", "reverse"])
+def test_loss_is_float32_whatever_the_model(dtype, divergence):
+    student, teacher = logits(7, 8), logits(7, 9)
+    whole = distillation_loss(student, teacher, None, divergence)
+    half = distillation_loss(student.to(dtype), teacher.to(dtype), None, divergence)
+    assert half.dtype == torch.float32 and float(half) == pytest.approx(float(whole), rel=0.01)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_kl_at_the_vocabulary_of_dream(scale):
+    """Sums over 152,064 probabilities: zero for equal logits, never below zero, and right for nearly equal ones."""
+    draws = scale * torch.randn(3, 4, 152_064, generator=torch.Generator().manual_seed(0))
+    teacher = draws[0].bfloat16()
+    near, far = (teacher.float() + 0.001 * draws[1]).bfloat16(), draws[2].bfloat16()
+    assert kl(teacher, teacher).abs().max() < 1e-4
+    for student in (near, far):
+        got = kl(teacher, student)
+        log_t, log_s = (x.double().log_softmax(-1) for x in (teacher, student))
+        torch.testing.assert_close(got.double(), (log_t.exp() * (log_t - log_s)).sum(-1), rtol=1e-4, atol=1e-7)
+        assert got.min() >= -1e-6
+    entropy = distillation_loss(teacher, teacher)
+    assert entropy > 1  # negative control: the logged loss of a perfect student is far from zero
+    assert float(distillation_loss(far, teacher) - entropy) == pytest.approx(float(kl(teacher, far).mean()), rel=1e-4)
+
+
 @pytest.mark.parametrize("shift", [False, True])
 def test_the_student_sees_nothing_of_later_blocks(shift):
     module, size = tiny_module(), 4
@@ -117,7 +166,7 @@ class FixedExamples:
         return Batch(self.ids, PROMPT)
 
 
-@pytest.mark.parametrize("schedule", ["monotone", "random", "steep"])
+@pytest.mark.parametrize("schedule", ["monotone", "increasing", "random", "steep"])
 @pytest.mark.parametrize("shift", [False, True])
 def test_one_step_of_the_student(schedule, shift):
     student, teacher, examples = Spy(0), Spy(1), FixedExamples()
@@ -139,7 +188,8 @@ def test_one_step_of_the_student(schedule, shift):
         assert (noisy[masked] == MASK).all() and not masked[:, :PROMPT].any() and tokens == examples.ids.numel()
         at = torch.arange(PROMPT + ANSWER)[None].expand_as(noisy)
         rows = [spy.table[at, noisy][masked.roll(-1, dims=1) if shift else masked] for spy in (student, teacher)]
-        assert float(value) == pytest.approx(slow_loss(*rows, None), rel=1e-4)
+        assert float(value) == pytest.approx(slow_loss(*rows, None), rel=1e-4)  # so end-token padding counts
+        assert (examples.ids[masked] == END).any()
     assert sizes == set(settings.block_sizes)
 
 
@@ -151,6 +201,53 @@ def test_inverse_ratio_weights_by_the_block():
         step = student_loss(FixedExamples(), 3, Spy(1), MASK, settings)
         values[weighting] = float(step(Spy(0), 0, step_generator(1, 0))[0])
     assert values["inverse_ratio"] == pytest.approx(values["none"] / 0.5)
+
+
+def test_reverse_sums_over_the_blocks_of_a_row():
+    settings = DistillationSettings(block_sizes=(4,), divergence="reverse", normalisation="rows")
+    student, teacher = Spy(0), Spy(1)
+    value, _ = student_loss(FixedExamples(), 3, teacher, MASK, settings)(student, 0, step_generator(1, 0))
+    noisy = student.seen[0][0]
+    at = torch.arange(noisy.shape[1])[None].expand_as(noisy)
+    s, t = (spy.table[at, noisy].double().log_softmax(-1) for spy in (student, teacher))
+    by_position = (s.exp() * (s - t)).sum(-1) * (noisy == MASK)
+    by_block = [by_position[:, PROMPT + k : PROMPT + k + 4].sum(1) for k in range(0, ANSWER, 4)]
+    assert float(value) == pytest.approx(float(sum(by_block).mean()), rel=1e-5)
+
+
+def test_labels_need_no_teacher():
+    student, teacher, examples = Spy(0), Spy(1), FixedExamples()
+    step = student_loss(examples, 3, teacher, MASK, DistillationSettings(block_sizes=(4,), target="data"))
+    value, _ = step(student, 0, step_generator(1, 0))
+    noisy = student.seen[0][0]
+    at = torch.arange(noisy.shape[1])[None].expand_as(noisy)
+    masked = noisy != examples.ids
+    wanted = F.cross_entropy(student.table[at, noisy][masked], examples.ids[masked])
+    assert float(value) == pytest.approx(float(wanted), rel=1e-5) and not teacher.seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_thirty_steps_of_either_mode_bring_the_student_closer(mode):
+    settings = build(DistillationSettings, MODES[mode], "distillation")  # as a study would
+    student, teacher = tiny_module(seed=1).train(), tiny_module(seed=0).requires_grad_(False)
+    step = student_loss(FixedExamples(), 3, teacher, MASK, settings)
+    masked = torch.zeros(3, PROMPT + ANSWER, dtype=torch.bool)
+    masked[:, PROMPT + 4 :: 2] = True
+    noisy = FixedExamples().ids.masked_fill(masked, MASK)
+    visibility = additive_visibility(PROMPT, PROMPT + ANSWER, 16)[None, None]
+
+    @torch.no_grad()
+    def distance() -> float:
+        full = predict_masked(teacher, noisy, masked, everything_visible(noisy, teacher))
+        return float(kl(full, predict_masked(student, noisy, masked, visibility)).mean())
+
+    before, optimizer = distance(), torch.optim.AdamW(student.parameters(), lr=3e-3)
+    for number in range(30):
+        optimizer.zero_grad()
+        step(student, number, step_generator(1, number))[0].backward()
+        optimizer.step()
+    assert distance() < 0.7 * before
+    assert student.training and not teacher.training  # the teacher's pass leaves both as they were
 
 
 def test_a_real_step_moves_only_the_student(tmp_path):

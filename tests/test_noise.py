@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from d2f.distillation import DistillationSettings
-from d2f.noise import CLEAN, SCHEDULES, block_ratios, monotone
+from d2f.noise import CLEAN, SCHEDULES, block_ratios, increasing, monotone
+from tests.test_blocks import VECTORS
 
 LOW, HIGH = 0.2, 0.7
 
@@ -31,6 +33,15 @@ def test_monotone_equals_the_recurrence():
     torch.testing.assert_close(monotone(first, increments, LOW, HIGH), wanted)
 
 
+@pytest.mark.parametrize("case", range(3))
+def test_monotone_equals_the_recorded_schedules(case):
+    recorded = load_file(VECTORS / "d2f-noise-schedule.safetensors")
+    first, steps, wanted = (recorded[f"{case}.{name}"] for name in ("u_first", "u_steps", "ratios"))
+    torch.testing.assert_close(monotone(first, steps, LOW, HIGH), wanted, rtol=0, atol=1e-6)
+    # negative control: the paper's lowest ratio
+    assert (monotone(first, steps, 0.3, HIGH) - wanted).abs().max() > 0.01
+
+
 def test_monotone_never_falls_and_stays_within():
     ratios = draw("monotone")
     assert (ratios.diff(dim=1) >= 0).all()
@@ -43,6 +54,21 @@ def test_monotone_means():
     assert ratios[:, 0].mean() == pytest.approx(0.450, abs=0.005)
     assert ratios[:, -1].mean() == pytest.approx(0.575, abs=0.005)
     assert ratios.mean() == pytest.approx(0.513, abs=0.005)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 12, 64])
+def test_increasing_is_strict_and_spans_the_range(blocks):
+    ratios = draw("increasing", rows=20_000, blocks=blocks)
+    assert (ratios.diff(dim=1) > 0).all()
+    assert ratios.min() >= LOW and ratios.max() <= HIGH
+    step = (HIGH - LOW) / blocks
+    assert ratios[:, 0].mean() == pytest.approx(LOW + step / 2, abs=0.005)
+    assert ratios[:, -1].mean() == pytest.approx(HIGH - step / 2, abs=0.005)
+
+
+def test_increasing_equals_its_formula():
+    got = increasing(torch.tensor([[0.0], [0.5]]), 4, 0.3, 0.7)
+    torch.testing.assert_close(got, torch.tensor([[0.3, 0.4, 0.5, 0.6], [0.35, 0.45, 0.55, 0.65]]))
 
 
 def test_random_is_independent_and_uniform():
@@ -87,7 +113,8 @@ def test_shapes_and_seeds(schedule, rows, blocks):
 @pytest.mark.parametrize(
     "wrong",
     [{"schedule": "linear"}, {"ratios": (0.0, 0.7)}, {"ratios": (0.7, 0.2)}, {"ratios": (0.2, 1.1)}, {"block_sizes": ()},
-     {"block_sizes": (8, 0)}, {"weighting": "ratio"}],
+     {"block_sizes": (8, 0)}, {"weighting": "ratio"}, {"divergence": "backward"}, {"normalisation": "tokens"},
+     {"target": "labels"}, {"target": "data", "divergence": "reverse"}],
 )  # fmt: skip
 def test_bad_settings_are_refused_with_their_name(wrong):
     with pytest.raises(ValueError, match=f"distillation.{next(iter(wrong))}"):

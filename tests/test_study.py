@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import yaml
 
-from harness.settings import build, convert
+from backbone.settings import build, convert
 from harness.study import STUDIES, digest, load_study, parse_study
 
 SMOKE = yaml.safe_load((STUDIES / "smoke.yaml").read_text())
