@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from backbone.muon import Muon
 from backbone.progress import Progress
 
 SEED_STRIDE = 1_000_003  # more steps than any training has: seeds never share a step's numbers
@@ -82,10 +83,7 @@ def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optim
     rest = [p for _, p in trainable if not any(p is m for m in matrices)]
     found = [torch.optim.AdamW(rest, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)]
     if matrices:
-        muon = torch.optim.Muon(
-            matrices, lr=recipe.muon_rate, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-        )
-        found.append(muon)
+        found.append(Muon(matrices, lr=recipe.muon_rate))
     return found
 
 

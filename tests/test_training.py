@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 
+from backbone.muon import Muon
 from backbone.training import Recipe, fit, schedule, step_generator
 
 RECIPE = Recipe(steps=24, batch_size=4, warmup=3, threads=1, save_every=5, report_every=4)
@@ -162,3 +163,22 @@ def test_step_generators_differ_by_seed_and_step():
 def test_bad_recipes_are_refused_with_their_name(wrong):
     with pytest.raises(ValueError, match=f"training.{next(iter(wrong))} is"):
         Recipe(**{"steps": 10, **wrong})
+
+
+def test_muon_takes_the_steps_of_torch_without_its_rounding():
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(12, 12), (20, 12), (12, 20), (12, 12)]
+    begun = [0.1 * torch.randn(shape, generator=generator) for shape in shapes]
+    ours, theirs = ([torch.nn.Parameter(weight.clone()) for weight in begun] for _ in range(2))
+    engines = [
+        Muon(ours, lr=5e-3),
+        torch.optim.Muon(theirs, lr=5e-3, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+    ]
+    for _ in range(10):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn(mine.shape, generator=generator) + mine.detach()
+            other.grad = mine.grad.clone()
+        for engine in engines:
+            engine.step()
+    for mine, other, before in zip(ours, theirs, begun, strict=True):
+        assert (mine - other).norm() < 0.02 * (other - before).norm()  # bfloat16 has 8 bits
