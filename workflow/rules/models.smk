@@ -47,6 +47,7 @@ rule train:
         get_sources(
             "backbone/diffusion.py",
             "backbone/examples.py",
+            "backbone/muon.py",
             "backbone/pretraining.py",
             "backbone/training.py",
             "d2f/blocks.py",
