@@ -12,20 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from backbone.checkpoints import describe, llada_name, load_module
 from backbone.network import Network, load_network
-from d2f.blocks import additive_visibility
+from harness.conformance.units import EXACT, compare, every_logit
 from tests.models import module_logits, tiny_module
 
 VECTORS = Path(__file__).parent / "data" / "vectors"
 KINDS = ("llada", "llada-variant", "dream")
-# transformers' forward does what the reference does; the lean one sums in another order, and logits reach 17
-TOLERANCE = {"module": 1e-5, "lean": 1e-4}
-
-
-def all_logits(network: Network, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """(rows, L, V) logits of row i as the module gives them, unshifted."""
-    rows, length = ids.shape
-    asked = slice(int(network.shift), length + int(network.shift))
-    return network.predict(ids, slice(0, length), asked, network.cache(rows, length), length, mask)
 
 
 def off(first: torch.Tensor, second: torch.Tensor) -> float:
@@ -89,49 +80,6 @@ def llada_folder(folder: Path, native: torch.nn.Module, **changes) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("forward", ["lean", "module"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_the_references(kind, forward):
-    vectors = load_file(VECTORS / kind / "logits.safetensors")
-    network = load_network(VECTORS / kind, forward=forward)
-    got = all_logits(network, vectors["input_ids"])
-    assert got.shape[-1] == (200 if kind == "llada-variant" else 256)
-    assert off(got, vectors["logits_float32"][..., : got.shape[-1]]) < TOLERANCE[forward]
-
-
-@pytest.mark.parametrize("forward", ["lean", "module"])
-@pytest.mark.parametrize("kind", ["llada", "dream"])
-def test_logits_under_the_block_causal_mask_are_the_references(kind, forward):
-    vectors = load_file(VECTORS / kind / "logits-block-causal.safetensors")
-    got = all_logits(load_network(VECTORS / kind, forward=forward), vectors["input_ids"], additive_visibility(6, 38, 8))
-    assert off(got, vectors["logits_block_causal"]) < TOLERANCE[forward]
-
-
-@pytest.mark.parametrize("forward", ["lean", "module"])
-@pytest.mark.parametrize("kind", ["llada", "dream"])
-def test_logits_of_the_last_step_of_plain_decoding_are_the_references(kind, forward):
-    """The canvas of the last call: all committed but what that call commits."""
-    folder = VECTORS / "dllm-cache" / kind
-    network, compared = load_network(folder / "checkpoint", forward=forward), 0
-    vectors = load_file(folder / "logits.safetensors")
-    for group in json.loads((folder / "cases.json").read_text()).values():
-        for case in group["cases"]:
-            wanted = vectors.get(f"{case['id']}.last_step_response_logits")
-            if wanted is None or case["cache"]:
-                continue
-            prompt, answer = torch.tensor(group["prompt"]), torch.tensor(case["tokens"])
-            for row, filled in zip(answer, case["filled_positions_per_step"][-1], strict=True):
-                row[filled] = network.mask_id
-            canvas = torch.cat([prompt, answer], dim=1)
-            rows, length = canvas.shape
-            got = network.predict(
-                canvas, slice(0, length), slice(prompt.shape[1], length), network.cache(rows, length), length
-            )
-            assert off(got, wanted) < 1e-4  # made with a batch of its own
-            compared += 1
-    assert compared == 3
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_raw_logits_include_the_padding(kind):
     vectors = load_file(VECTORS / kind / "logits.safetensors")
@@ -139,7 +87,7 @@ def test_raw_logits_include_the_padding(kind):
         got = load_module(VECTORS / kind)(
             input_ids=vectors["input_ids"], attention_mask=torch.zeros(1, 1, 40, 40), use_cache=False
         ).logits
-    assert off(got, vectors["logits_float32"]) < TOLERANCE["module"]
+    assert compare("logits", got, vectors["logits_float32"], EXACT) is None
 
 
 @pytest.mark.parametrize(
@@ -159,7 +107,7 @@ def test_the_comparison_sees_a_wrong_rename(tmp_path, kind, first, second):
 
     change(copy(kind, tmp_path), swap)
     vectors = load_file(VECTORS / kind / "logits.safetensors")
-    assert off(all_logits(load_network(tmp_path), vectors["input_ids"]), vectors["logits_float32"]) > 1
+    assert off(every_logit(load_network(tmp_path), vectors["input_ids"]), vectors["logits_float32"]) > 1
 
 
 @pytest.mark.parametrize(
@@ -175,8 +123,8 @@ def test_the_comparison_sees_a_wrong_rename(tmp_path, kind, first, second):
 )
 def test_fields_without_a_shape_are_honoured(tmp_path, kind, changes):
     ids = load_file(VECTORS / kind / "logits.safetensors")["input_ids"]
-    before = all_logits(load_network(VECTORS / kind, forward="module"), ids)
-    assert off(all_logits(load_network(copy(kind, tmp_path, **changes), forward="module"), ids), before) > 1e-2
+    before = every_logit(load_network(VECTORS / kind, forward="module"), ids)
+    assert off(every_logit(load_network(copy(kind, tmp_path, **changes), forward="module"), ids), before) > 1e-2
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -198,7 +146,7 @@ def test_llada_variants_equal_the_llama_they_were_written_from(tmp_path, kv_head
     wanted = module_logits(native, ids, torch.zeros(18, 18))
     for forward in ("lean", "module"):
         torch.testing.assert_close(
-            all_logits(load_network(folder, forward=forward), ids[None])[0], wanted, atol=1e-5, rtol=1e-5
+            every_logit(load_network(folder, forward=forward), ids[None])[0], wanted, atol=1e-5, rtol=1e-5
         )
 
 
@@ -217,7 +165,7 @@ def test_rows_that_pad_the_vocabulary_are_never_predicted(tmp_path):
     for forward in ("lean", "module"):
         network = load_network(tmp_path, forward=forward)
         assert network.module.lm_head.weight.shape[0] == 256
-        assert all_logits(network, ids).argmax(-1).max() < 200
+        assert every_logit(network, ids).argmax(-1).max() < 200
     with pytest.raises(ValueError, match="mask id 210 is outside the vocabulary of 200"):
         load_network(copy("llada-variant", tmp_path, mask_token_id=210))
 
@@ -230,7 +178,7 @@ def test_what_is_saved_natively_loads_again(tmp_path, kind):
     described = describe(VECTORS / kind)
     (tmp_path / "network.json").write_text(json.dumps(described))
     network = load_network(tmp_path)
-    assert torch.equal(all_logits(network, ids), all_logits(load_network(VECTORS / kind), ids))
+    assert torch.equal(every_logit(network, ids), every_logit(load_network(VECTORS / kind), ids))
     assert (network.mask_id, list(network.end_ids), network.shift) == tuple(described.values())
     assert getattr(network.module.config, "rope_full_precision", None) == (True if kind == "llada-variant" else None)
 
